@@ -1,7 +1,6 @@
 """All errors that a user can fix. A message is one line: what was given, what was expected, how to fix it."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 from unicodedata import category
@@ -93,15 +92,6 @@ def escape_unprintable(text: str) -> str:
 
 def _is_unprintable(letter: str) -> bool:
     return category(letter) in ("Cc", "Cs") and letter not in "\n\t"
-
-
-@contextmanager
-def require_extra(package: str, extra: str) -> Iterator[None]:
-    """Raise MissingExtra where an import inside the context fails because an extra is not installed."""
-    try:
-        yield
-    except ImportError as error:
-        raise MissingExtra(f"{package} is not installed; run: pip install 'dave-vit[{extra}]'") from error
 
 
 def import_optional(module: str, package: str = "", *, extra: str = "") -> Any:

@@ -50,7 +50,7 @@ def test_the_first_of_several_files_appears_last(tmp_path, monkeypatch):
 
 
 def test_json_and_arrays_come_back(tmp_path):
-    atomic.write_json(tmp_path / "a.json", {"name": "Wróbel", "value": 0.5})
+    atomic.write_bytes(tmp_path / "a.json", atomic.json_bytes({"name": "Wróbel", "value": 0.5}))
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == {"name": "Wróbel", "value": 0.5}
     atomic.write_bytes(tmp_path / "a.npz", atomic.npz_bytes({"map": np.eye(2)}))
     assert np.load(tmp_path / "a.npz")["map"].tolist() == [[1, 0], [0, 1]]

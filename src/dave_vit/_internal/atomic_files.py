@@ -74,11 +74,6 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = False) -> None:
     write_files({path: data}, durable=durable)
 
 
-def write_json(path: Path, data: Any) -> None:
-    """Write one JSON file."""
-    write_bytes(path, json_bytes(data))
-
-
 def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:

@@ -44,21 +44,17 @@ def measure(work: Callable[[], Any], device: torch.device, repeats: int = 3) -> 
         repeats: the shortest counts, since other programs can only make it longer.
     """
     if device.type == "cuda":
-        peak = _peak_on_gpu(work, device)
+        work()  # libraries allocate their workspaces once
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        work()
+        peak = torch.cuda.max_memory_allocated(device) - before
     else:
         with _TensorMemory() as memory:
             work()
         peak = memory.peak
     times = timeit.repeat(work, timer=partial(synchronized_time, device), repeat=repeats, number=1)
     return ResourceUse(min(times), peak)
-
-
-def _peak_on_gpu(work: Callable[[], Any], device: torch.device) -> int:
-    work()  # libraries allocate their workspaces once
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    work()
-    return int(torch.cuda.max_memory_allocated(device) - before)
 
 
 class _TensorMemory(DispatchMode):

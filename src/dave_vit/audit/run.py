@@ -52,7 +52,11 @@ class GroupTester:
         self.scanned = {one.index: one for one in images}
         model: Any = run.job.loader(run.plan.models[0], self.device)
         self.run, self.model, self.names = run, EvaluatedModel(model, run.data), model.class_names
-        self.pool = self._choose_pool()
+        # images of some groups that others are compared with: their positions by the group's class
+        draw = np.random.default_rng(self.seed)
+        chosen = [self.groups[at] for at in draw.permutation(len(self.groups))[: _MAX_POOL // _LEAST_SCENES]]
+        share = _MAX_POOL // len(chosen)
+        self.pool = {group.class_index: draw.permutation(group.positions)[:share] for group in chosen}
         positions = np.concatenate(list(self.pool.values()))
         pictures, objects = self._load(evidence.index[positions])
         self.others = Others(pictures, evidence.target[positions])
@@ -60,13 +64,6 @@ class GroupTester:
         self._controls: dict[Pair, tuple[ImageEvidence, int]] = {}
         self._references: dict[int, list[int]] = {}
         self._gains: dict[int, tuple[Floats, Floats]] = {}
-
-    def _choose_pool(self) -> dict[int, Positions]:
-        """Choose images of some groups that others are compared with; return positions by the group's class."""
-        draw = np.random.default_rng(self.seed)
-        chosen = [self.groups[at] for at in draw.permutation(len(self.groups))[: _MAX_POOL // _LEAST_SCENES]]
-        share = _MAX_POOL // len(chosen)
-        return {group.class_index: draw.permutation(group.positions)[:share] for group in chosen}
 
     def has_scenes(self, group: Group) -> bool:
         """Whether a group has objects that can be put into other scenes."""
@@ -221,7 +218,10 @@ def run_audit(
     with run.engine:
         images = run.scan_images()
         pairs = [(one.index, int(one.predicted or 0) if one.label is None else one.label) for one in images]
-        evidence = _keep_known(run.collect_evidence("collecting evidence", [pairs]))
+        collected = run.collect_evidence("collecting evidence", [pairs])
+        known = np.isfinite(collected.object_share)
+        chosen = known if known.any() else ~known  # where an object is known, images on which it is visible
+        evidence = ImageEvidence(*(getattr(collected, field.name)[chosen] for field in fields(collected)))
         tester = GroupTester(options, run, images, evidence)
         findings = _test_groups(tester)
     audit = Audit(
@@ -234,13 +234,6 @@ def run_audit(
     )
     write_report(audit, options, tester.draw, Path(out), command)
     return audit
-
-
-def _keep_known(evidence: ImageEvidence) -> ImageEvidence:
-    """Return the images whose object is known and visible, or all if no object is known."""
-    known = np.isfinite(evidence.object_share)
-    chosen = known if known.any() else ~known
-    return ImageEvidence(*(getattr(evidence, field.name)[chosen] for field in fields(evidence)))
 
 
 def _test_groups(tester: GroupTester) -> list[Finding]:

@@ -5,15 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dave_vit._internal.atomic_files import write_json
+from dave_vit._internal.atomic_files import json_bytes, write_bytes
 from dave_vit.cli.common import Output, command, rich_table
 from dave_vit.cli.options import Device, ModelOptions, Out, Seed
-
-if TYPE_CHECKING:
-    from dave_vit.data.base import Dataset
-    from dave_vit.explanations.classes import ClassExplanation
 
 
 @command("dave demo", "dave demo --out pictures --seed 7")
@@ -37,21 +33,17 @@ def demo(*, seed: Seed = 0, device: Device = "auto", out: Out = Path("demo"), ou
             result = steps.explain_picture(model, data, index, seed)
             question = {"data": "builtin", "samples": samples, "seed": seed}
             folder.write(result.picture, question, result.files(), result.record())
-            _print_top5(result, data, index, output)
+            label = data[index].label
+            output.print(f"{result.picture.name} shows: {data.class_names[label] if label is not None else 'unknown'}")
+            output.print(*(f"  {one.probability:6.1%}  {one.name}" for one in result.classified.top5))
             update(advance=1)
             results.append(result)
         steps.draw_demo(results, seed).save(out / "demo.png")
         scores = steps.score_methods(model, data, seed, lambda text: update(advance=1, description=text))
-    write_json(out / "scores.json", scores)
+    write_bytes(out / "scores.json", json_bytes(scores))
     _print_scores(scores, output)
     output.print(f"{out / 'demo.png'} shows the maps; done in {time.perf_counter() - start:.0f} s")
     output.json({"pictures": [result.record() for result in results], "scores": scores})
-
-
-def _print_top5(result: ClassExplanation, data: Dataset, index: int, output: Output) -> None:
-    label = data[index].label
-    output.print(f"{result.picture.name} shows: {data.class_names[label] if label is not None else 'unknown'}")
-    output.print(*(f"  {one.probability:6.1%}  {one.name}" for one in result.classified.top5))
 
 
 def _print_scores(scores: Mapping[str, Any], output: Output) -> None:

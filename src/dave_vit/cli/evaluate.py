@@ -158,7 +158,9 @@ def _run(plan: Plan, out: Path, how: dict[str, Any], *, output: Output) -> None:
 
     with show_bars(Output(quiet=output.quiet or output.as_json)) as progress:
         summary = run_plan(plan, out, progress=progress, **how)
-    failures = _describe_failures(summary["results"])
+    unscored = [one for one in summary["results"] if not one["n"] and one["reasons"]]
+    reasons = {(one["method"], one["model"]): next(iter(one["reasons"])) for one in unscored}
+    failures = [f"{method} on {model}: {reason}" for (method, model), reason in reasons.items()]
     for text in (*summary["notes"], *failures):
         output.note(text)
     if summary["skipped"]:
@@ -178,9 +180,3 @@ def _tables(plan: Plan, results: Sequence[Any], *, brief: bool = False) -> list[
     models = dict.fromkeys(one["model"] for one in results)
     tables = [build_results_table(plan, results, model).format(brief=brief) for model in models]
     return [rich_table(table.head, table.rows, table.caption) for table in tables]
-
-
-def _describe_failures(results: Iterable[dict[str, Any]]) -> list[str]:
-    """Return the first reason of each method that has no score on a model."""
-    reasons = {(one["method"], one["model"]): one["reasons"] for one in results if not one["n"] and one["reasons"]}
-    return [f"{method} on {model}: {next(iter(own))}" for (method, model), own in reasons.items()]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from dave_vit.cli.common import Output, command
 from dave_vit.cli.options import ModelOptions, Models, Plugins, Quiet, Seed, flag, option
-from dave_vit.errors import OptionError, require_extra
+from dave_vit.errors import OptionError, import_optional
 
 if TYPE_CHECKING:
     from dave_vit.web import ServedModel
@@ -53,11 +53,10 @@ def serve(
     Serves one page and a JSON API until Ctrl-C. Nothing is loaded from elsewhere, images stay in memory, and only this
     machine can connect unless --host says otherwise.
     """
-    with require_extra("fastapi", "web"):
-        import uvicorn
+    create_app = import_optional("dave_vit.web", "fastapi", extra="web").create_app
+    uvicorn = import_optional("uvicorn", extra="web")
+    from dave_vit.web.request_timeouts import TimeoutProtocol
 
-        from dave_vit.web import create_app
-        from dave_vit.web.request_timeouts import TimeoutProtocol
     output = Output(quiet=quiet)
     listening = _listen(host, port)
     served = _models(models)

@@ -46,7 +46,7 @@ def tune(
     the default. The result is a preset file for --preset. Measurements are kept in FILE.json, so that the same command
     resumes where it was stopped.
     """
-    from dave_vit._internal.atomic_files import write_json
+    from dave_vit._internal.atomic_files import json_bytes, write_bytes
     from dave_vit.analysis.tuning import CANDIDATES, DEFAULT
     from dave_vit.analysis.tuning import tune as tune_model
 
@@ -60,7 +60,7 @@ def tune(
         def report(number: int, measured: MeasuredNeighborhood) -> None:
             known[number] = measured
             rows = [{"number": index, **asdict(row)} for index, row in known.items()]
-            write_json(notes, {"key": key, "neighborhood_levels": rows})
+            write_bytes(notes, json_bytes({"key": key, "neighborhood_levels": rows}))
             update(completed=len(known))
 
         tuning = tune_model(loaded, pictures, seed=seed, known=dict(known), report=report)

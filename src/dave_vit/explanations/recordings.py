@@ -115,28 +115,24 @@ class SoundExplanation(ClassExplanation):
         pictures = (self.picture.image, self.overlay(view, scales))
         titles = (self.picture.name, f"{self.caption}: {self.method_label}")
         bands, columns = self.inputs.shape[-2:]
+        hertz = self._frequencies()
+        shown = [tick for tick in _TICKS if hertz[0] <= tick <= hertz[-1]]
+        places = [int((hertz - tick).abs().argmin()) + 0.5 for tick in shown]  # bands, counted from the bottom
         for part, picture, title in zip(figure.subplots(2, 1), pictures, titles, strict=True):
             part.imshow(picture.convert("RGB"), aspect="auto", extent=(0, HOP * columns, 0, bands))
             part.set_title(title, fontsize=9)
-            part.set_yticks(*self._frequency_ticks())
+            part.set_yticks(places, [str(tick) for tick in shown])
             part.set(xlabel="seconds", ylabel="Hz")
         return figure
 
-    def _frequency_ticks(self) -> tuple[list[float], list[str]]:
-        """Return the places and the names of round frequencies; places count bands from the bottom."""
-        bands = self._model.frequencies()
-        shown = [tick for tick in _TICKS if bands[0] <= tick <= bands[-1]]
-        return [int((bands - tick).abs().argmin()) + 0.5 for tick in shown], [str(tick) for tick in shown]
-
-    @property
-    def _model(self) -> AudioModel:
+    def _frequencies(self) -> Tensor:
         assert isinstance(self.explainer.model, AudioModel)
-        return self.explainer.model
+        return self.explainer.model.frequencies()
 
     def details(self) -> dict[str, Any]:
         """As of pictures, with the seconds of a column and the frequency of each row, from the top."""
         seconds = [round(HOP * column, 3) for column in range(self.inputs.shape[-1])]
-        hertz = self._model.frequencies().flip(0).tolist()
+        hertz = self._frequencies().flip(0).tolist()
         return {**super().details(), "seconds_of_columns": seconds, "hertz_of_rows": hertz}
 
 

@@ -54,11 +54,6 @@ class WordExplanation(JointExplanation):
         """The words of the whole answer."""
         return [word.text for word in self.answered.words]
 
-    @cached_property
-    def probabilities(self) -> list[float]:
-        """The probability of each word of the answer, given all before it."""
-        return self.answered.probabilities()
-
     @property
     def caption(self) -> str:
         """The answer."""
@@ -84,8 +79,8 @@ class WordExplanation(JointExplanation):
     def _rows(self) -> list[tuple[str, float, WordEvidence | None]]:
         """Text, probability and evidence of each explained word."""
         evidence: Sequence[WordEvidence | None] = self.evidence or [None] * len(self.numbers)
-        pairs = zip(self.numbers, evidence, strict=True)
-        return [(self.words[number - 1], self.probabilities[number - 1], one) for number, one in pairs]
+        pairs, chances = zip(self.numbers, evidence, strict=True), self.answered.probabilities()
+        return [(self.words[number - 1], chances[number - 1], one) for number, one in pairs]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -195,19 +190,6 @@ def _group_words(numbers: Sequence[int], inputs: Tensor) -> Iterator[Sequence[in
     """Yield words that are explained in the same forward passes: as many as their maps leave memory for."""
     most = max(1, _MAP_BYTES // (_VIEWS_PER_PASS * inputs.numel() * inputs.element_size()))
     yield from (numbers[start : start + most] for start in range(0, len(numbers), most))
-
-
-def explain_words(
-    explainer: Explainer,
-    picture: LoadedImage,
-    prompt: str | None = None,
-    words: Sequence[int | str] | None = None,
-    *,
-    answer: str | None = None,
-) -> WordExplanation:
-    """Return the explanation of all words after all samples; see `refine_words`."""
-    *_, last = refine_words(explainer, picture, prompt, words, answer=answer)
-    return last
 
 
 def explain_answer(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:

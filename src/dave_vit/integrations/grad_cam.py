@@ -71,7 +71,8 @@ class CAM:
             raise TargetError(f"{len(targets)} targets for {len(input_tensor)} images; give one for each image")
         self._inputs = input_tensor
         with evaluation_mode(self.model):
-            return np.concatenate([self._explain(*part) for part in _split_targets(input_tensor, targets)])
+            parts = [self._method.explain(*part).heatmap for part in _split_targets(input_tensor, targets)]
+        return torch.cat(parts).float().numpy(force=True)
 
     forward = __call__
 
@@ -82,9 +83,6 @@ class CAM:
             return None
         with evaluation_mode(self.model), torch.no_grad():
             return self.model(self._inputs)
-
-    def _explain(self, images: Tensor, target: Any) -> Heatmaps:
-        return self._method.explain(images, target).heatmap.float().numpy(force=True)
 
     def __enter__(self) -> Self:
         return self

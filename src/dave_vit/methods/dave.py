@@ -103,12 +103,9 @@ class DAVE(Method):
         self._is_compiled = compiled
         self._passes = (CompiledGradient if compiled else RecordedGradient)(model, self.rules, autocast)
         self._needs_clean = bool(self.weighted or self.narrower or self.against == "rivals")
-        self._sampler = self._create_sampler()
-
-    def _create_sampler(self) -> AdaptiveSampler:
         is_auto = self.samples == "auto"
-        equal_chunks = self._is_compiled and not is_auto
-        return AdaptiveSampler(self.limit, len(self.levels), self.weighted, is_auto, equal_chunks)
+        equal_chunks = compiled and not is_auto
+        self._sampler = AdaptiveSampler(self.limit, len(self.levels), self.weighted, is_auto, equal_chunks)
 
     @property
     def levels(self) -> tuple[Neighborhood, ...]:

@@ -4,7 +4,7 @@ import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 from torch import nn
 
@@ -19,19 +19,12 @@ class Option:
     """One option of a method.
 
     Attributes:
-        name: as `create_method` takes it.
         type: its annotation.
         default: its default; None where that depends on others, such as the preset.
     """
 
-    name: str
     type: Any = Any
     default: Any = None
-
-    @property
-    def choices(self) -> tuple[Any, ...]:
-        """All allowed values, if they are a list."""
-        return get_args(self.type) if get_origin(self.type) is Literal else ()
 
 
 def declared_options(method: str) -> dict[str, Option]:
@@ -47,11 +40,11 @@ def declared_options(method: str) -> dict[str, Option]:
             continue
         hints, parameters = type_hints(constructor), list(inspect.signature(constructor).parameters.values())
         named = [one for one in parameters[2:] if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
-        options = {**{one.name: Option(one.name, hints.get(one.name, Any), one.default) for one in named}, **options}
+        options = {**{one.name: Option(hints.get(one.name, Any), one.default) for one in named}, **options}
         if not any(one.kind is one.VAR_KEYWORD for one in parameters):
             break
     if issubclass(kind, DAVE):  # the defaults of its switches are the preset's
-        options |= {name: Option(name, get_type_hints(holder)[field]) for name, (holder, field) in SWITCHES.items()}
+        options |= {name: Option(get_type_hints(holder)[field]) for name, (holder, field) in SWITCHES.items()}
     return {name: one for name, one in options.items() if name not in getattr(kind, "fixed_options", ())}
 
 

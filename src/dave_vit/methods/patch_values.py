@@ -195,21 +195,15 @@ class Greedy(MaskingMethod):
         shown = images.new_full((len(images), count), float(deleting))
         places = torch.zeros_like(shown)
         for part in torch.arange(count).tensor_split(min(self.rounds, count)):
-            scores = _score_flips(masked, squares, shown, left)  # [b, left]
+            rows, each = shown.expand(left.shape[1], *shown.shape), left.T.unsqueeze(2)  # [left, b, P], [left, b, 1]
+            flipped = rows.scatter(2, each, 1 - rows.gather(2, each))  # each of the remaining squares alone
+            scores = masked.score_squares(squares, flipped)[..., 0].T  # [b, left]
             order = left.gather(1, scores.sort(dim=1, descending=True, stable=True).indices)
             chosen, left = order[:, : len(part)], order[:, len(part) :].sort(1).values
             shown = shown.scatter(1, chosen, float(not deleting))
             value = (part + 1) / count if deleting else 1 - part / count
             places = places.scatter(1, chosen, value.to(places).expand_as(chosen))
         return places
-
-
-def _score_flips(masked: MaskedImages, squares: Squares, shown: Tensor, left: Tensor) -> Tensor:
-    """Return the score with each of the remaining squares flipped alone: ``[b, left]``."""
-    rows = shown.expand(left.shape[1], *shown.shape)  # [left, b, P]
-    each = left.T.unsqueeze(2)  # [left, b, 1]
-    flipped = rows.scatter(2, each, 1 - rows.gather(2, each))
-    return masked.score_squares(squares, flipped)[..., 0].T
 
 
 _BLUR = 31  # pixels; the authors' Gaussian of sigma 31, cut off at 31 pixels, is as flat as a box

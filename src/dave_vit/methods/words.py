@@ -179,14 +179,10 @@ class TAM(Method):
             others = logits[:, places][..., tokens]  # [b, N, context]
             weights = logits[:, positions, token]  # [b, context]
             interference = (others * weights.unsqueeze(1)).sum(-1) / (weights.sum(-1, keepdim=True) + _TINY)
-            maps.append(subtract_scaled(own, interference))
+            # less the multiple of the interference that explains most of it
+            scale = (own * interference).sum(-1, keepdim=True) / (interference.square().sum(-1, keepdim=True) + _TINY)
+            maps.append((own - scale * interference).clamp(min=0))
         return torch.stack(maps).sum(0)
-
-
-def subtract_scaled(values: Tensor, interference: Tensor) -> Tensor:
-    """Subtract the multiple of a map ``[b, N]`` that explains most of another, and keep what is positive."""
-    scale = (values * interference).sum(-1, keepdim=True) / (interference.square().sum(-1, keepdim=True) + _TINY)
-    return (values - scale * interference).clamp(min=0)
 
 
 def filter_by_rank(grids: Tensor) -> Tensor:

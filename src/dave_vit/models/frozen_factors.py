@@ -35,10 +35,6 @@ def _multiply_masks(pixels: Tensor, equation: str, *operands: Tensor) -> Tensor:
     return torch.einsum(equation, *operands)
 
 
-def _broadcast_token(pixels: Tensor, token: Tensor, size: Any) -> Tensor:
-    return torch.broadcast_to(token.detach(), size)
-
-
 def _limit(pixels: Tensor, input: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
     if min is None or max is None or not min < 0 < max:
         return input.clamp(min, max)
@@ -93,7 +89,7 @@ def _carry_zero(pixels: Tensor, like: Tensor) -> Tensor:
 
 
 _MASKS: Replacements = {torch.einsum: _multiply_masks}
-_CLASS_TOKEN: Replacements = {torch.broadcast_to: _broadcast_token}
+_CLASS_TOKEN: Replacements = {torch.broadcast_to: lambda pixels, token, size: torch.broadcast_to(token.detach(), size)}
 _DETACHED: Replacements = {Tensor.detach: lambda pixels, input: input.clone()}
 _CONSTANTS: Replacements = {F.scaled_dot_product_attention: _attend, F.multi_head_attention_forward: _attend_packed}
 _KEYS: Replacements = {torch.linalg.solve_triangular: _solve}

@@ -78,10 +78,6 @@ class TaskModel(Adapter):
         super().__init__(*args, **options)
         self.task = task
 
-    def forward(self, inputs: Tensor) -> Any:
-        """Return the model's output object."""
-        return self.model(inputs)
-
 
 class PromptedModel(Adapter):
     """A model that takes a prompt; `with_prompt` turns it into a model of one image's pixels.

@@ -187,7 +187,11 @@ class Warp:
             raise OptionError(f"roll is {self.roll.dtype}; expected whole pixels, so give an integer tensor")
         object.__setattr__(self, "matrix", self.matrix.detach().to("cpu", torch.float64))
         object.__setattr__(self, "roll", self.roll.detach().to("cpu", torch.int64))
-        _check_invertible(self.matrix)
+        affine = (self.matrix[:, 2] == self.matrix.new_tensor([0.0, 0.0, 1.0])).all()
+        area = self.matrix[:, 0, 0] * self.matrix[:, 1, 1] - self.matrix[:, 0, 1] * self.matrix[:, 1, 0]
+        if not (affine and self.matrix.isfinite().all() and (area != 0).all()):
+            how = "expected finite rows [a b x] [c d y] [0 0 1] with ad != bc"
+            raise OptionError(f"warp matrix cannot be inverted; {how}")
 
     def __len__(self) -> int:
         return len(self.matrix)
@@ -286,10 +290,3 @@ def invert_affine(matrix: Tensor) -> Tensor:
 
 def _identity(n: int) -> Tensor:
     return torch.eye(3, dtype=torch.float64, device="cpu").repeat(n, 1, 1)
-
-
-def _check_invertible(matrix: Tensor) -> None:
-    affine = (matrix[:, 2] == matrix.new_tensor([0.0, 0.0, 1.0])).all()
-    area = matrix[:, 0, 0] * matrix[:, 1, 1] - matrix[:, 0, 1] * matrix[:, 1, 0]
-    if not (affine and matrix.isfinite().all() and (area != 0).all()):
-        raise OptionError("warp matrix cannot be inverted; expected finite rows [a b x] [c d y] [0 0 1] with ad != bc")

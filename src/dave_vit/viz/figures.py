@@ -183,7 +183,11 @@ def draw_grid(
     height = sum(heights) + _GAP * (len(rows) - 1) + 2 * _EDGE + len(heading) * 1.4 * _LINE + below
     with rc_context(_FONT):
         figure = Drawing(figsize=(total, height))
-        _draw_texts(figure, heading, footing)
+        if heading:
+            figure.text(0.5, 1 - _EDGE / height, "\n".join(heading), ha="center", va="top", fontsize=_SIZE + 2)
+        for number, line in enumerate(reversed(footing)):
+            at = (_EDGE + number * _LINE) / height
+            figure.text(_EDGE / total, at, line, va="bottom", fontsize=_SIZE - 1, color="#444444")
         top = height - _EDGE - len(heading) * 1.4 * _LINE
         for number, (row, tall) in enumerate(zip(rows, heights, strict=True)):
             if labels:
@@ -195,15 +199,6 @@ def draw_grid(
                 _draw_cell(figure, cell, place, top - _title_height(row, width), cell.width(width))
             top -= tall + _GAP
     return figure
-
-
-def _draw_texts(figure: Drawing, heading: Sequence[str], footing: Sequence[str]) -> None:
-    width, height = figure.get_size_inches()
-    if heading:
-        figure.text(0.5, 1 - _EDGE / height, "\n".join(heading), ha="center", va="top", fontsize=_SIZE + 2)
-    for number, line in enumerate(reversed(footing)):
-        at = (_EDGE + number * _LINE) / height
-        figure.text(_EDGE / width, at, line, va="bottom", fontsize=_SIZE - 1, color="#444444")
 
 
 def _wrap_title(title: str, width: float) -> list[str]:

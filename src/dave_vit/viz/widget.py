@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from dave_vit._internal.atomic_files import image_bytes
 from dave_vit.errors import MissingExtra, import_optional
@@ -15,7 +14,7 @@ from dave_vit.methods import Explanation
 from dave_vit.viz.colors import hex_colormaps
 from dave_vit.viz.figures import MAX_CERTAINTY
 from dave_vit.viz.panels import build_panels, show
-from dave_vit.viz.rendering import MapLike, Panel, as_image, as_map, scale_map, to_pillow
+from dave_vit.viz.rendering import MapLike, as_image, as_map, scale_map, to_pillow
 
 # All maps of a view are one picture, one below the other, and so are the photographs: as numbers they would take twelve
 # times the space in the file of a notebook.
@@ -36,7 +35,9 @@ def widget_traits(explanation: Explanation) -> dict[str, Any]:
     panels = build_panels(explanation, None if subject is None else subject.names)
     height, width = torch.as_tensor(panels[0].map).shape
     pictures = torch.ones(1, 3, height, width) if subject is None else subject.pictures
-    shown, kept = _limit_images(panels, pictures)
+    each = max(1, len(panels) // len(pictures))
+    images = max(1, min(len(pictures), _MAX_ROWS // (each * pictures.shape[-2])))
+    shown, kept = panels[: images * each], pictures[:images]  # as many as a browser can read, with all their maps
     maps, signed = [panel.map for panel in shown], [panel.values("signed") for panel in shown]
     sure = [panel.certainty for panel in shown if panel.certainty is not None]
     limits = {"map": [scale_map(each).limit for each in maps], "certainty": [MAX_CERTAINTY] * len(sure)}
@@ -48,7 +49,7 @@ def widget_traits(explanation: Explanation) -> dict[str, Any]:
     return {
         "width": width,
         "height": height,
-        "images": len(kept),
+        "images": images,
         "names": [panel.target for panel in shown],
         "probabilities": [] if chances is None else chances.flatten().tolist()[: len(shown)],
         "unit": panels[0].unit or explanation.unit,
@@ -84,13 +85,6 @@ def mime_bundle(explanation: Explanation) -> dict[str, Any]:
         return static(110)
     content = interactive[0] if isinstance(interactive, tuple) else interactive
     return {**(content or {}), **static(72)}
-
-
-def _limit_images(panels: Sequence[Panel], pictures: Tensor) -> tuple[Sequence[Panel], Tensor]:
-    """Return as many images, with all their maps, as a browser can read."""
-    each = max(1, len(panels) // len(pictures))
-    images = max(1, min(len(pictures), _MAX_ROWS // (each * pictures.shape[-2])))
-    return panels[: images * each], pictures[:images]
 
 
 def _encode_maps(maps: Sequence[MapLike], tops: Sequence[float], levels: int = _LEVELS) -> bytes:

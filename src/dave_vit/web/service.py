@@ -22,7 +22,7 @@ from dave_vit.explanations.base import ImageExplanation, locate_inputs
 from dave_vit.explanations.classes import ClassExplanation, ClassifiedImage, classify, refine_classes
 from dave_vit.explanations.evidence import find_evidence
 from dave_vit.explanations.explainer import Explainer, chunk_for_stages
-from dave_vit.explanations.words import explain_words
+from dave_vit.explanations.words import refine_words
 from dave_vit.methods import METHODS
 from dave_vit.methods.options import filter_options
 from dave_vit.models import Adapter, Prepare
@@ -117,13 +117,15 @@ class ExplainService:
         model = self.find_model(query.model, query.fit).model
         picture = read_picture(data, query.name, self.limits.pixels)
         check()
-        classified = classify(model, picture)
+        classified, geometry = classify(model, picture), Geometry.measure(model.preprocessing, picture.image.size)
+        # where the model's input lies in the photograph, in parts of its width and height
+        x, y = ([round(axis.to_photo(end)) / axis.photo for end in (0, axis.size)] for axis in (geometry.x, geometry.y))
         return schema.Classification(
             name=picture.name,
             top5=list(classified.top5),
             also=[prediction for prediction in classified.predictions[5:] if prediction.index in query.also],
             picture=png_text(_draw_seen(classified, model)),
-            crop=_find_crop(model, picture),
+            crop=(x[0], y[0], x[1], y[1]),
             notes=list(picture.notes),
         )
 
@@ -227,15 +229,8 @@ def _explain_class(
 def _explain_word(explainer: Explainer, picture: LoadedImage, query: ExplainQuery) -> Outcome:
     """Explain a word of the answer that the request repeats, so that the model need not write it again."""
     assert query.word is not None
-    result = explain_words(explainer, picture, query.prompt or None, [query.word], answer=query.answer)
+    *_, result = refine_words(explainer, picture, query.prompt or None, [query.word], answer=query.answer)
     return schema.word_step(result), result, query.model_copy(update={"target": "", "against": None})
-
-
-def _find_crop(model: Adapter, picture: LoadedImage) -> tuple[float, float, float, float]:
-    """Return where the model's input lies in the photograph, in parts of its width and height."""
-    geometry = Geometry.measure(model.preprocessing, picture.image.size)
-    x, y = ([round(axis.to_photo(end)) / axis.photo for end in (0, axis.size)] for axis in (geometry.x, geometry.y))
-    return x[0], y[0], x[1], y[1]
 
 
 def _draw_seen(classified: ClassifiedImage, model: Adapter) -> Image.Image:

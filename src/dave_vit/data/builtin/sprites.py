@@ -60,12 +60,6 @@ class Sprite:
     length: int
 
 
-def _premultiply(rgba: Bytes) -> Ints:
-    wide = rgba.astype(np.int32)
-    wide[..., :3] = (wide[..., :3] * wide[..., 3:] + 127) // 255
-    return wide
-
-
 def tight_box(mask: npt.NDArray[np.bool_]) -> tuple[int, int, int, int]:
     """Return left, top, right and bottom of what is true in a mask, right and bottom excluded."""
     rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
@@ -78,7 +72,8 @@ def load_sprite(style: str, cell: int) -> Sprite:
     row, column = divmod(cell, _COLUMNS)
     rgba = decode(f"{style}.webp", "RGBA")[row * CELL : (row + 1) * CELL, column * CELL : (column + 1) * CELL]
     left, top, right, bottom = tight_box(rgba[..., 3] >= 128)
-    art = _premultiply(rgba[top:bottom, left:right])
+    art = rgba[top:bottom, left:right].astype(np.int32)
+    art[..., :3] = (art[..., :3] * art[..., 3:] + 127) // 255  # premultiplied
     height, width = art.shape[:2]
     evened = np.pad(art, ((0, height % 2), (0, width % 2), (0, 0)))
     half = (evened[::2, ::2] + evened[1::2, ::2] + evened[::2, 1::2] + evened[1::2, 1::2] + 2) // 4

@@ -40,16 +40,10 @@ def open_dataset(spec: str, limit: int | None = None) -> Dataset:
     if not len(data):
         raise DataError(f"{spec}: no images")
     if isinstance(data, FileDataset):
-        _check_unique_names(spec, data)
+        name, count = Counter(item.name for item in data.items).most_common(1)[0]
+        if count > 1:  # results are stored by the names of images
+            raise DataError(f"{spec}: {count} images are called {name!r}; give each a name of its own")
     return data
-
-
-def _check_unique_names(spec: str, data: FileDataset) -> None:
-    """Raise DataError where two images share a name: results are stored by the names of images."""
-    names = Counter(item.name for item in data.items)
-    repeated = [name for name, count in names.items() if count > 1]
-    if repeated:
-        raise DataError(f"{spec}: {names[repeated[0]]} images are called {repeated[0]!r}; give each a name of its own")
 
 
 import_all(__name__)

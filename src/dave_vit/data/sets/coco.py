@@ -25,7 +25,10 @@ class Coco(FileDataset):
     def __init__(self, root: str | Path, limit: int | None = None) -> None:
         is_file = Path(root).is_file()
         super().__init__(Path(root).parent if is_file else root)
-        path = Path(root) if is_file else _annotations(self.root)
+        found = (path for pattern in _FILES for path in sorted(self.root.glob(pattern)))
+        path = Path(root) if is_file else next(found, None)
+        if path is None:
+            raise DataError(f"{self.root}: no annotations; looked for {', '.join(_FILES)}")
         try:
             content = json.loads(path.read_bytes())
             names = {int(one["id"]): str(one["name"]) for one in content["categories"]}
@@ -43,13 +46,6 @@ class Coco(FileDataset):
             file, label = files[image], order.index(category)
             name, boxes_here = f"{file}#{names[category]}", boxes[image, category]
             self.items.append(Item(name, label, boxes_here, f"{folder}/{file}", picture=file))
-
-
-def _annotations(root: Path) -> Path:
-    path = next((path for pattern in _FILES for path in sorted(root.glob(pattern))), None)
-    if path is None:
-        raise DataError(f"{root}: no annotations; looked for {', '.join(_FILES)}")
-    return path
 
 
 def _boxes(annotations: list[dict[str, Any]]) -> Iterator[tuple[tuple[Any, int], Box]]:

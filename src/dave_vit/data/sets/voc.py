@@ -28,12 +28,13 @@ class Voc(FileDataset):
         images, notes = self.root / "JPEGImages", self.root / "Annotations"
         if not images.is_dir() or not notes.is_dir():
             raise DataError(f"{self.root}: looked for the folders JPEGImages and Annotations; one of them is missing")
-        listed = _read_image_list(self.root)
+        path = find_first(self.root, _LISTS)
+        listed = {line.split()[0] for line in read_text(path).splitlines() if line.strip()} if path else None
         things: list[tuple[Path, str, tuple[Box, ...]]] = []
-        for path in image_files(images):
-            note = notes / f"{path.stem}.xml"
-            if note.is_file() and (listed is None or path.stem in listed):
-                things += [(path, name, boxes) for name, boxes in sorted(group_boxes(read_objects(note)).items())]
+        for image in image_files(images):
+            note = notes / f"{image.stem}.xml"
+            if note.is_file() and (listed is None or image.stem in listed):
+                things += [(image, name, boxes) for name, boxes in sorted(group_boxes(read_objects(note)).items())]
         if not things:
             raise DataError(f"{self.root}: no image in JPEGImages has objects in an XML file of Annotations")
         named = {name for _, name, _ in things}
@@ -43,8 +44,3 @@ class Voc(FileDataset):
             Item(f"{path.name}#{name}", label[name], boxes, f"JPEGImages/{path.name}", picture=path.name)
             for path, name, boxes in things[:limit]
         ]
-
-
-def _read_image_list(root: Path) -> set[str] | None:
-    path = find_first(root, _LISTS)
-    return None if path is None else {line.split()[0] for line in read_text(path).splitlines() if line.strip()}

@@ -96,7 +96,11 @@ def set_item(call: Call, target: Tensor, index: Any, value: Any) -> None:
     """Assignment to a slice, in place by nature: a sum of what stays and what comes."""
     state = sum_state([state_of(target), state_of(value)])
     if state is State.OPERATOR:
-        _set_operator(call, target, index, value)
+        if target._is_view():
+            raise call.mode.refusal("assigning an input-dependent operator to a slice of a view")
+        call.mode.freeze(target)
+        call.func(target, *map_tensors(Tensor.detach, (index, value)))
+        call.mode.update_state(target, State.OPERATOR)
         return
     constant = _zero_carriers(target).clone()
     constant[index] = _zero_carriers(value)
@@ -105,14 +109,6 @@ def set_item(call: Call, target: Tensor, index: Any, value: Any) -> None:
     if recorded is not target:
         target.copy_(recorded)
     call.mode.update_state(target, state)
-
-
-def _set_operator(call: Call, target: Tensor, index: Any, value: Any) -> None:
-    if target._is_view():
-        raise call.mode.refusal("assigning an input-dependent operator to a slice of a view")
-    call.mode.freeze(target)
-    call.func(target, *map_tensors(Tensor.detach, (index, value)))
-    call.mode.update_state(target, State.OPERATOR)
 
 
 def copy_into(call: Call, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:  # noqa: FBT001

@@ -78,16 +78,11 @@ def _load_task_model(task: TaskKind, checkpoint: Checkpoint, processor: Any) -> 
     model = checkpoint.build_with_head(task.auto_class, task.name, "give the weights of a trained model")
     model = freeze_factors(model)
     if checkpoint.config.model_type == "oneformer":
-        model = with_inputs(model, task_inputs=_tokenize_task(checkpoint))
+        options = {"padding": "max_length", "truncation": True, "max_length": checkpoint.config.task_seq_len}
+        tokens = checkpoint.load_part("AutoTokenizer")("the task is panoptic", **options, return_tensors="pt")
+        model = with_inputs(model, task_inputs=tokens["input_ids"] * tokens["attention_mask"])  # [1, L]
     names = [] if task is EMBEDDING else checkpoint.labels
     return TaskModel(model, preprocessing(processor), names, task=task, **checkpoint.facts())
-
-
-def _tokenize_task(checkpoint: Checkpoint) -> Tensor:
-    """Return the tokens ``[1, L]`` of the sentence that tells OneFormer its task."""
-    options = {"padding": "max_length", "truncation": True, "max_length": checkpoint.config.task_seq_len}
-    tokens = checkpoint.load_part("AutoTokenizer")("the task is panoptic", **options, return_tensors="pt")
-    return tokens["input_ids"] * tokens["attention_mask"]  # type: ignore[no-any-return]
 
 
 def _load_text_generator(checkpoint: Checkpoint) -> Adapter:
