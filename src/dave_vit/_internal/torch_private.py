@@ -1,7 +1,4 @@
-"""Private names of torch, all in one place: those that some version lacks have a plain fallback, slow but never wrong.
-
-``TorchDispatchMode``, ``make_fx`` and its modes, ``BatchNorm``, ``Dropout`` and hooks are in every version from 2.4.
-"""
+"""Private names of torch, all in one place; some have a plain fallback, slow but never wrong."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +18,6 @@ from torch.utils._pytree import tree_leaves
 
 __all__ = ["BatchNorm", "Dropout", "tree_leaves"]
 
-_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)  # since 2.8
 _count_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
 _is_wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", None)
 _unwrap = getattr(getattr(torch._C, "_functorch", None), "get_unwrapped", None)
@@ -44,19 +40,8 @@ def global_hooks() -> list[dict[int, Callable[..., Any]]]:
 
 
 def saved_tensor_hooks() -> Any:
-    """Return the innermost pair of hooks on tensors that autograd saves, or None.
-
-    Where torch does not say which they are, a saved tensor shows whether there are any; they are then unknown ones.
-    """
-    if _top_hooks is not None:
-        return _top_hooks(True)
-    with torch.inference_mode(mode=False), torch.enable_grad():
-        node: Any = torch.ones((), requires_grad=True).exp().grad_fn
-    try:
-        node._raw_saved_result.register_hooks(lambda tensor: tensor, lambda tensor: tensor)
-    except RuntimeError:  # a saved tensor takes one pair of hooks only
-        return [None, None]  # another object each time: nobody can tell whether they are the same as before
-    return None
+    """Return the innermost pair of hooks on tensors that autograd saves, or None."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
 
 
 def is_dispatch_traced() -> bool:

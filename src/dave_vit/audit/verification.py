@@ -187,5 +187,4 @@ def correct_p_values(values: Sequence[float]) -> list[float]:
     """Correct p-values for their number (Holm, 1979)."""
     order = np.argsort(values, kind="stable")
     scaled = np.arange(len(values), 0, -1) * np.asarray(values)[order]
-    corrected: list[float] = np.maximum.accumulate(scaled.clip(max=1.0))[np.argsort(order)].tolist()
-    return corrected
+    return np.maximum.accumulate(scaled.clip(max=1.0))[np.argsort(order)].tolist()  # type: ignore[no-any-return]

@@ -260,5 +260,4 @@ def _read_video(path: Path) -> Iterator[Any]:
 
 
 def _to_image(frame: Any) -> Image.Image:
-    image: Image.Image = frame.copy() if isinstance(frame, Image.Image) else frame.to_image()
-    return image
+    return frame.copy() if isinstance(frame, Image.Image) else frame.to_image()  # type: ignore[no-any-return]

@@ -44,8 +44,7 @@ class ScoreContext:
 
     def box(self, text: str) -> Box:
         """Return a box that is given in pixels of the photograph, as fractions of the input."""
-        box: Box = self.geometry.box_to_input(parse_box(text))
-        return box
+        return self.geometry.box_to_input(parse_box(text))  # type: ignore[no-any-return]
 
 
 def parse_box(text: str) -> Box:

@@ -178,5 +178,4 @@ def cast_constant(constant: Tensor, dtype: torch.dtype) -> Tensor:
 
 def source_of(constant: Tensor) -> Tensor:
     """Return what ``cast_constant`` was given, or the constant itself."""
-    source: Tensor = getattr(constant, _SOURCE, constant)
-    return source
+    return getattr(constant, _SOURCE, constant)  # type: ignore[no-any-return]

@@ -106,8 +106,7 @@ class Plan:
         content["metrics"] = [entry.identity for entry in self.metrics]
         content["data"] = data_digest
         content["plugins"] = [hash_code(path) for path in self.plugins]
-        normal: dict[str, Any] = json.loads(json.dumps(content, default=str))
-        return normal
+        return json.loads(json.dumps(content, default=str))  # type: ignore[no-any-return]
 
 
 def _add_labels(entries: Sequence[E], name: str) -> tuple[E, ...]:

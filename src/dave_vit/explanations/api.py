@@ -123,8 +123,7 @@ class AttributionPipeline:
                 f"the image is of type {type(image).__name__}; give a path, a PIL image, an array or a tensor"
             )
         if self._own_preprocess is not None:
-            inputs: Tensor = self._own_preprocess(image)
-            return inputs
+            return self._own_preprocess(image)  # type: ignore[no-any-return]
         if self._preprocessing is None:
             raise InputError(
                 "the image is a picture, and how this model preprocesses pictures is not known; give processor=, its "

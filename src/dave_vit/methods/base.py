@@ -198,8 +198,7 @@ class Method(ABC):
                 "the input is a picture, and the model has no preprocess; give a preprocessed float tensor "
                 "[B, C, H, W], or load the model with dave_vit.load_model"
             )
-        inputs: Tensor = preprocess(image)
-        return inputs
+        return preprocess(image)  # type: ignore[no-any-return]
 
     def _finish(self, explanation: Explanation, images: Tensor, target: Target) -> Explanation:
         """Add what is common to all methods; this is the one place that drops a K axis that the caller did not give."""

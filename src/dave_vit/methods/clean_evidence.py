@@ -12,7 +12,7 @@ from torch import Tensor
 from dave_vit.engine import RuleSet, Target
 from dave_vit.engine.fast import PassKind
 from dave_vit.engine.fast.compiled import RecordedGradient, target_tensors
-from dave_vit.engine.fast.cuda_graphs import BatchFunction, run_both
+from dave_vit.engine.fast.cuda_graphs import BatchFunction
 from dave_vit.engine.gradient import Axes, Constant, find_batch_axes, gradient
 from dave_vit.engine.rule_sets import ATTENTION_RELEVANCE
 from dave_vit.errors import UnsupportedOperator
@@ -115,19 +115,17 @@ class CleanEvidence:
 
     def _compute_by_both(self, images: Tensor, target: Target, resolve: Resolve, form: _Form) -> tuple[Tensor, Tensor]:
         """Return the maps ``[b, K, 2, 2, H, W]`` by the method's rules and by AttnLRP's, and logits."""
-        compute, resolved = partial(self._compute_by_rules, images, form), [target]
+        compute, resolved = partial(self._compute_by_rules, images, form), target
 
         def resolve_once(target: Target, logits: Tensor) -> Target:
-            resolved[:] = [resolve(target, logits)]  # which may wait for the device
-            return resolved[0]
+            nonlocal resolved
+            resolved = resolve(target, logits)  # which may wait for the device
+            return resolved
 
-        def compute_other() -> Tensor | None:
-            with suppress(UnsupportedOperator):
-                return compute(resolved[0], ATTENTION_RELEVANCE, keep_target)[0]
-            return None
-
-        compute_own = partial(compute, target, self.rules, resolve_once)
-        (own, logits), other = run_both(compute_own, compute_other)
+        own, logits = compute(target, self.rules, resolve_once)
+        other = None
+        with suppress(UnsupportedOperator):
+            other = compute(resolved, ATTENTION_RELEVANCE, keep_target)[0]
         return torch.stack([own, own if other is None else other], -4), logits
 
     def _compute_by_rules(

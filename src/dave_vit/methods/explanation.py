@@ -245,8 +245,7 @@ class Explanation:
 
     def _repr_png_(self) -> bytes:
         """Return the maps as a picture, for notebooks."""
-        picture: bytes = self._figure()._repr_png_()
-        return picture
+        return self._figure()._repr_png_()  # type: ignore[no-any-return]
 
     def _repr_html_(self) -> str | None:
         """Return the maps as HTML for reports; None in Jupyter, which shows the widget or the picture already."""
@@ -257,8 +256,7 @@ class Explanation:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         """Return the maps with controls if anywidget is installed, and as a picture, for notebooks."""
-        bundle: dict[str, Any] = import_module("dave_vit.viz.widget").mime_bundle(self)
-        return bundle
+        return import_module("dave_vit.viz.widget").mime_bundle(self)  # type: ignore[no-any-return]
 
 
 def join_explanations(parts: Sequence[Explanation]) -> Explanation:

@@ -203,8 +203,7 @@ class PassSize:
         """
         flat, repeated = rows.flatten(0, 1), target.repeat(len(rows))
         parts = self.run_chunks(lambda start, stop: compute(flat[start:stop], repeated.part(start, stop)), len(flat))
-        whole: Tensor = torch.cat(parts).unflatten(0, rows.shape[:2])
-        return whole
+        return torch.cat(parts).unflatten(0, rows.shape[:2])  # type: ignore[no-any-return]
 
     def samples_per_pass(self, images: Tensor) -> int:
         """Return how many samples of each of these images fit into a pass."""

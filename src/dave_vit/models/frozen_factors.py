@@ -167,8 +167,7 @@ class QuestionReader(FrozenFactors):
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the module that embeds the answer; the question goes into an encoder."""
-        embedding: nn.Module = self.model.text_decoder.get_input_embeddings()
-        return embedding
+        return self.model.text_decoder.get_input_embeddings()  # type: ignore[no-any-return]
 
     def forward(  # type: ignore[override]
         self, pixel_values: Tensor, input_ids: Tensor, decoder_input_ids: Tensor, attention_mask: Tensor | None = None

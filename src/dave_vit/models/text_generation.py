@@ -269,8 +269,7 @@ class AnsweredPrompt(TaskModel):
         """Return the logits ``[B, L, vocabulary]`` at all tokens, those of the image too; models may skip these."""
         bound: Any = self.model
         constants = {name: 0 if name == "logits_to_keep" else value for name, value in bound.constants.items()}
-        logits: Tensor = WithInputs(bound.model, bound.explained, constants)(images).logits
-        return logits
+        return WithInputs(bound.model, bound.explained, constants)(images).logits  # type: ignore[no-any-return]
 
     @property
     def answer(self) -> str:

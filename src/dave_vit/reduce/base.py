@@ -70,8 +70,7 @@ def weighted_sums(samples: Tensor, weights: Tensor, center: Tensor | float = 0) 
         ``[B,C,...]``, ``[B,...]`` and ``[B,...]`` in that type.
     """
     if samples.shape[2] <= _CHANNELS and kernels.are_available(samples):
-        sums_of_kernel: tuple[Tensor, Tensor, Tensor] = kernels.load().weighted_sums(samples, weights)
-        return sums_of_kernel
+        return kernels.load().weighted_sums(samples, weights)  # type: ignore[no-any-return]
     x = samples.to(weights.dtype)
     sums, squares = x.sum(2) - center, weights.square()  # [n,B,...], [n,B]
     by = "nb,nb...->b..."

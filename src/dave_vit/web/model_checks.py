@@ -59,8 +59,7 @@ class ModelChecks:
                     self._results[key] = await self._queue.call(lambda check: work(), is_disconnected, counted=False)
                 else:
                     await asyncio.sleep(POLL_SECONDS)
-        result: T = self._results[key]
-        return result
+        return self._results[key]  # type: ignore[no-any-return]
 
 
 def examine_model(model: Adapter) -> Verdict:

@@ -43,8 +43,7 @@ def decode(name: str, mode: str) -> Bytes:
 @cache
 def catalogue() -> dict[str, dict[str, dict[str, list[int]]]]:
     """Return targets and distractors: class name -> style -> cells of the style's sheet."""
-    content: dict[str, dict[str, dict[str, list[int]]]] = json.loads(read_asset("classes.json"))
-    return content
+    return json.loads(read_asset("classes.json"))  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

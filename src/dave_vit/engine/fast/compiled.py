@@ -9,7 +9,14 @@ from torch import Tensor, nn
 from dave_vit._internal.torch_private import compile_graph, trace_graph
 from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.fast import PassKind, substitute_rules
-from dave_vit.engine.fast.cuda_graphs import BatchFunction, Captures, FunctionCache, capture_cuda_graph, count_as
+from dave_vit.engine.fast.cuda_graphs import (
+    BatchFunction,
+    Captures,
+    Compute,
+    FunctionCache,
+    capture_cuda_graph,
+    count_as,
+)
 from dave_vit.engine.fast.recorded_model import RecordedModel
 from dave_vit.engine.fingerprint import cache_fingerprints, fingerprint_model
 from dave_vit.engine.forward import autocast_context, compute_logits, count_passes, forward, isolate_pass
@@ -57,13 +64,7 @@ class RecordedGradient:
         return weight, logits
 
     def run(
-        self,
-        name: str,
-        prepare: Prepare,
-        inputs: list[Tensor],
-        compute: Callable[[], tuple[Tensor, ...]],
-        *,
-        beside: bool = False,
+        self, name: str, prepare: Prepare, inputs: list[Tensor], compute: Compute, *, beside: bool = False
     ) -> tuple[Tensor, ...]:
         """Return the results of one kind of pass, by the fastest form there is; see ``Captures.run``."""
         return self.captures.run(name, prepare, inputs, compute, beside=beside)
@@ -122,13 +123,7 @@ class CompiledGradient(RecordedGradient):
         return super().__call__(inputs, target)
 
     def run(
-        self,
-        name: str,
-        prepare: Prepare,
-        inputs: list[Tensor],
-        compute: Callable[[], tuple[Tensor, ...]],
-        *,
-        beside: bool = False,
+        self, name: str, prepare: Prepare, inputs: list[Tensor], compute: Compute, *, beside: bool = False
     ) -> tuple[Tensor, ...]:
         """Return the results of one kind of pass by its graph."""
 

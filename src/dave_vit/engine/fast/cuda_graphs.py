@@ -18,6 +18,8 @@ from dave_vit.errors import DaveError, is_out_of_memory
 
 BatchFunction = Callable[..., tuple[Tensor, ...]]
 """A function of tensors to tensors, all with one row for each image."""
+Compute = Callable[[], tuple[Tensor, ...]]
+"""A function that computes a pass in Python."""
 
 
 class FunctionCache:
@@ -112,19 +114,6 @@ def _reset_generator() -> None:
         torch.zeros(1, device="cuda")
 
 
-def run_both(first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
-    """Return the results of two functions; while a CUDA graph is captured, the GPU computes both at once."""
-    if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
-        return first(), second()
-    current, side = torch.cuda.current_stream(), torch.cuda.Stream()
-    side.wait_stream(current)
-    one = first()
-    with torch.cuda.stream(side):
-        two = second()
-    current.wait_stream(side)
-    return one, two
-
-
 def count_as(function: BatchFunction, passes: int) -> BatchFunction:
     """Return a function that counts as so many forward passes of each image whenever it runs."""
 
@@ -165,7 +154,7 @@ class Captures:
         name: str,
         prepare: Callable[[Tensor], BatchFunction],
         inputs: list[Tensor],
-        compute: Callable[[], tuple[Tensor, ...]],
+        compute: Compute,
         *,
         beside: bool = False,
         has_model: bool = True,

@@ -48,8 +48,7 @@ def build(name: str, **options: Any) -> nn.Module:
     if name not in known:
         hint = suggest_names(name, known) or f"; it has {', '.join(known)}"
         raise UnknownName(f"bcos has no model {name!r}{hint}")
-    model: nn.Module = getattr(package, name)(**options)
-    return model
+    return getattr(package, name)(**options)  # type: ignore[no-any-return]
 
 
 FAMILIES.register("bcos")(Family(load, "bcos:NAME", "B-cos networks of the bcos package", extra="bcos"))

@@ -221,8 +221,7 @@ def text_features(model: Any, tokens: dict[str, Tensor]) -> Tensor:
 
 
 def _features(output: Any) -> Tensor:
-    features: Tensor = output if isinstance(output, Tensor) else output.pooler_output
-    return features
+    return output if isinstance(output, Tensor) else output.pooler_output  # type: ignore[no-any-return]
 
 
 _SUMMARY = "models of transformers, from the hub or a local folder"

@@ -46,8 +46,7 @@ def build(name: str, **options: Any) -> nn.Module:
 
     if name in ("googlenet", "inception_v3") and "weights" not in options:
         options |= {"init_weights": False, "aux_logits": True}  # as their published weights have it, and quickly
-    model: nn.Module = get_model(name, **options)
-    return model
+    return get_model(name, **options)  # type: ignore[no-any-return]
 
 
 FAMILIES.register("torchvision")(Family(load, "torchvision:NAME", "image classifiers of torchvision"))
