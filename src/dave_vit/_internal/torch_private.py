@@ -1,4 +1,4 @@
-"""Private names of torch, all in one place; some have a plain fallback, slow but never wrong."""
+"""Private names of torch, all in one place."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -17,12 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 __all__ = ["BatchNorm", "Dropout", "tree_leaves"]
-
-_count_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
-_is_wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", None)
-_unwrap = getattr(getattr(torch._C, "_functorch", None), "get_unwrapped", None)
-_choose_attention = getattr(torch, "_fused_sdp_choice", None)
-_clear_workspaces = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
 
 
 class DispatchMode(TorchDispatchMode):
@@ -45,19 +39,19 @@ def saved_tensor_hooks() -> Any:
 
 
 def is_dispatch_traced() -> bool:
-    """Return whether a dispatch mode, such as a tracer, is active; True where torch does not say."""
-    return _count_dispatch_modes is None or _count_dispatch_modes() > 0
+    """Return whether a dispatch mode, such as a tracer, is active."""
+    return torch._C._len_torch_dispatch_stack() > 0
 
 
 def is_transformed(tensor: Tensor) -> bool:
-    """Return whether a tensor is wrapped by a torch.func transform; True where torch does not say and it may be."""
-    return bool(_is_wrapped(tensor)) if _is_wrapped is not None else _storage_id(tensor) == 0
+    """Return whether a tensor is wrapped by a torch.func transform."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def memory_id(tensor: Tensor) -> int:
     """Return a number that tensors share if they share memory; 0 for one without memory of its own."""
-    while _is_wrapped is not None and _unwrap is not None and _is_wrapped(tensor):
-        tensor = _unwrap(tensor)
+    while is_transformed(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
     return _storage_id(tensor)
 
 
@@ -69,9 +63,10 @@ def _storage_id(tensor: Tensor) -> int:
     return int(storage._cdata)
 
 
-def choose_attention_kernel(*tensors: Tensor, is_causal: bool, scale: float | None) -> int | None:
-    """Return which kernel ``scaled_dot_product_attention`` takes, as a value of ``SDPBackend``; None if unknown."""
-    return None if _choose_attention is None else int(_choose_attention(*tensors, None, 0.0, is_causal, scale=scale))
+def choose_attention_kernel(*tensors: Tensor, is_causal: bool, scale: float | None) -> int:
+    """Return which kernel ``scaled_dot_product_attention`` takes, as a value of ``SDPBackend``."""
+    choose: Any = torch._fused_sdp_choice
+    return int(choose(*tensors, None, 0.0, is_causal, scale=scale))
 
 
 @contextmanager
@@ -81,13 +76,11 @@ def own_workspaces() -> Iterator[None]:
     torch keeps one for each stream, and all graphs are captured on the same: two that run at once would write into each
     other's, and wait for ever.
     """
-    if _clear_workspaces is None:
-        raise RuntimeError("this version of torch shares workspaces between CUDA graphs")
-    _clear_workspaces()
+    torch._C._cuda_clearCublasWorkspaces()
     try:
         yield
     finally:
-        _clear_workspaces()
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 def force_eager() -> AbstractContextManager[Any]:

@@ -54,6 +54,11 @@ class WordExplanation(JointExplanation):
         """The words of the whole answer."""
         return [word.text for word in self.answered.words]
 
+    @cached_property
+    def probabilities(self) -> list[float]:
+        """The probability of each word of the answer, given all before it."""
+        return self.answered.probabilities()
+
     @property
     def caption(self) -> str:
         """The answer."""
@@ -79,8 +84,8 @@ class WordExplanation(JointExplanation):
     def _rows(self) -> list[tuple[str, float, WordEvidence | None]]:
         """Text, probability and evidence of each explained word."""
         evidence: Sequence[WordEvidence | None] = self.evidence or [None] * len(self.numbers)
-        pairs, chances = zip(self.numbers, evidence, strict=True), self.answered.probabilities()
-        return [(self.words[number - 1], chances[number - 1], one) for number, one in pairs]
+        pairs = zip(self.numbers, evidence, strict=True)
+        return [(self.words[number - 1], self.probabilities[number - 1], one) for number, one in pairs]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -190,6 +195,12 @@ def _group_words(numbers: Sequence[int], inputs: Tensor) -> Iterator[Sequence[in
     """Yield words that are explained in the same forward passes: as many as their maps leave memory for."""
     most = max(1, _MAP_BYTES // (_VIEWS_PER_PASS * inputs.numel() * inputs.element_size()))
     yield from (numbers[start : start + most] for start in range(0, len(numbers), most))
+
+
+def explain_words(explainer: Explainer, picture: LoadedImage, *asked: Any, **options: Any) -> WordExplanation:
+    """Return the explanation of all words after all samples; takes what `refine_words` takes."""
+    *_, last = refine_words(explainer, picture, *asked, **options)
+    return last
 
 
 def explain_answer(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
