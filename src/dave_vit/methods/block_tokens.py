@@ -315,12 +315,15 @@ class ViTCX(Method):
         parts, size = [], max(1, pass_size.rows // 2)
         for start in range(0, len(masks), size):
             some = masks[start : start + size][:, None, None]  # [n, 1, 1, H, W]
-            eps = normal_samples(self.seed, image.shape, start, start + len(some))
-            noise = self.noise * eps.to(image.device, image.dtype) * (1 - some)  # [n, 1, C, H, W]
+            noise = self._noise(image, start, len(some)) * (1 - some)
             rows = torch.cat([image * some + noise, image + noise])  # [2 n, 1, C, H, W]
             masked, noisy = score_rows(self, rows, target, pass_size, self.score)[:, 0].chunk(2)
             parts.append(masked - noisy)
         return torch.cat(parts)
+
+    def _noise(self, image: Tensor, start: int, count: int) -> Tensor:
+        eps = normal_samples(self.seed, image.shape, start, start + count)
+        return self.noise * eps.to(image.device, image.dtype)  # [n, 1, C, H, W]
 
 
 def cluster_masks(masks: Tensor, distance: float) -> Tensor:
