@@ -183,8 +183,7 @@ def _shortened_derivatives(
     handles = [watch(index, constant) for index, constant in enumerate(recorded)]
     try:
         for (weight,) in derivatives(scores, [leaf]):
-            zeros = ((i, one) for i, one in enumerate(recorded) if i not in kept)
-            kept.update({i: shorten(one, torch.zeros_like(one.value)) for i, one in zeros})
+            kept |= {i: shorten(one, torch.zeros_like(one.value)) for i, one in enumerate(recorded) if i not in kept}
             yield weight, *(kept.pop(index) for index in range(len(recorded)))
     finally:
         for handle in handles:

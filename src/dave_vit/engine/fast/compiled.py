@@ -153,7 +153,8 @@ class CompiledGradient(RecordedGradient):
     def _trace(self, prepare: Prepare, inputs: list[Tensor]) -> tuple[BatchFunction, int]:
         """Return the compiled graph, and how many forward passes of an image it makes."""
         model = self.recorded_model.model
-        function = prepare(inputs[0], PassKind.TRACED)
+        with count_passes():  # what preparing computes is no pass of a map
+            function = prepare(inputs[0], PassKind.TRACED)
         with cache_fingerprints(), isolate_pass(inputs[0]), count_passes() as count:
             state = fingerprint_model(model).state  # a tracer changes what the model's code reads
             graph = trace_graph(function, [part.detach().clone() for part in inputs])
